@@ -31,6 +31,8 @@ func TestOperatorsWaiveFloors(t *testing.T) {
 		contains                 string
 	}{
 		{"admin", "POST", path, `{"component": "runc", "until": "` + in(time.Hour) + `", "reason": "backported"}`, http.StatusOK, `"waivers":[{"component":"runc","version":"1.1.5"`},
+		{"admin", "POST", path, `{"component": "runc", "version": "1.1.4", "until": "` + in(time.Hour) + `", "reason": "r"}`, http.StatusConflict, "reports runc 1.1.5"},
+		{"admin", "POST", path, `{"component": "runc", "version": "1.1.5", "until": "` + in(time.Hour) + `", "reason": "backported"}`, http.StatusOK, `"version":"1.1.5"`},
 		{"alice", "POST", path, `{"component": "runc", "until": "` + in(time.Hour) + `", "reason": "r"}`, http.StatusForbidden, "admin token"},
 		{"admin", "POST", path, `{"component": "runc", "until": "` + in(-time.Hour) + `", "reason": "r"}`, http.StatusUnprocessableEntity, "until"},
 		{"admin", "POST", path, `{"component": "runc", "until": "` + in(400*24*time.Hour) + `", "reason": "r"}`, http.StatusUnprocessableEntity, "366 days"},

@@ -265,6 +265,10 @@ func (h *machineHandlers) waiveFloor(ctx context.Context, in *machineChange) (*m
 	if err != nil {
 		return nil, err
 	}
+	if w.Version == "" {
+		h.log.Warn("waiver without a version covers the reported one, a later version of berthd will refuse it",
+			"machine_id", id, "component", w.Component, "by", operator(ctx))
+	}
 	if err := h.machines.Waive(ctx, id, w, operator(ctx)); err != nil {
 		return nil, err
 	}

@@ -301,6 +301,32 @@ func (s *stage) waived(component string) {
 	}
 }
 
+// An operator's word is about the version that the operator has checked, not about the one that is reported by then.
+func TestAWaiverIsForTheCheckedVersion(t *testing.T) {
+	t.Parallel()
+	s := newStage(t)
+	term := s.term()
+	a, _ := s.register("host1", "agent1")
+	a.reports(software("1.1.5"))
+	s.judged(term)
+	a.reports(software("1.1.3")) // the engine was replaced while the operator read the advisory
+	s.judged(term)
+	w := spec.NewWaiver{Component: "runc", Version: "1.1.5", Until: time.Now().Add(time.Hour), Reason: "backported"}
+	err := s.db.Machines.Waive(t.Context(), "m0", w, "operator:ann")
+	if berth.CodeOf(err) != berth.CodeConflict || !strings.Contains(err.Error(), "reports runc 1.1.3") {
+		t.Errorf("a waiver for another version: %v", err)
+	}
+	if n := one[int](s, `SELECT count(*)::int FROM machine_waivers`); n != 0 {
+		t.Errorf("%d waivers", n)
+	}
+	for _, version := range []string{"1.1.3", ""} { // older clients send none
+		w.Version = version
+		if err := s.db.Machines.Waive(t.Context(), "m0", w, "operator:ann"); err != nil {
+			t.Errorf("a waiver for %q: %v", version, err)
+		}
+	}
+}
+
 // A waiver states something about the holes that were known when it was set. Later holes, and later floors of an
 // operator, are not covered.
 func TestAWaiverCoversOnlyTheHolesThatItWaived(t *testing.T) {

@@ -67,7 +67,7 @@ func newHold(
 	var alternative int
 	submission := Submission{incarnation: incarnation}
 	err := tx.QueryRow(ctx, `
-		SELECT s.spec, j.tenant, j.alternative, j.image_digest, coalesce(j.submitted_by, j.actor),
+		SELECT s.spec, j.tenant, j.alternative, `+claimedImage+`, coalesce(j.submitted_by, j.actor),
 			coalesce(CASE WHEN j.array_index IS NOT NULL THEN j.parent END, j.id)::text
 		FROM jobs j
 		JOIN job_specs s ON s.job = j.id

@@ -258,7 +258,9 @@ func (r *retrying) submit(ctx context.Context) (wire.Job, error) {
 	if err != nil {
 		return wire.Job{}, err
 	}
-	r.keepDigest(row)
+	if err := r.keepDigest(ctx, row); err != nil {
+		return wire.Job{}, err
+	}
 	if !r.o.Fresh {
 		from, err := r.sources(ctx, row)
 		if err != nil {

@@ -2,6 +2,7 @@ package db
 
 import (
 	"context"
+	"errors"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -20,13 +21,31 @@ type keptDigest struct {
 // keepDigest makes the new job run the digest that the control plane found at the submit of the old one, or of the
 // first job in a row of retries. A changed spec resolves the name of its image, as a submit does, and so does the retry
 // of a job whose digest a machine found.
-func (r *retrying) keepDigest(row submitRow) {
-	bySubmit := r.old.ImageDigestBy == wire.DigestBySubmit || r.old.ImageDigestBy == wire.DigestByRetry
-	// A digest that a machine found is no promise: another machine may have found another content.
-	if r.o.FreshImage || r.o.Spec != nil || !bySubmit {
-		return
+func (r *retrying) keepDigest(ctx context.Context, row submitRow) error {
+	if r.o.FreshImage || r.o.Spec != nil {
+		return nil
 	}
-	row.keepDigest(r.old.ImageDigest, r.old.ImageDigestAt)
+	old := r.old
+	if old.ImageDigest == "" && old.ArrayIndex != nil {
+		// An element gets the digest of its array with the first report of a machine. This one had none.
+		err := r.tx.QueryRow(ctx, `
+			SELECT coalesce(j.image_digest, ''), coalesce(j.image_digest_by, ''), j.image_digest_at
+			FROM jobs j
+			WHERE j.id = @array
+			UNION ALL
+			SELECT coalesce(a.job ->> 'image_digest', ''), coalesce(a.job ->> 'image_digest_by', ''),
+				(a.job ->> 'image_digest_at')::timestamptz
+			FROM archived_jobs a
+			WHERE a.id = @array`, namedArgs{"array": old.Parent}).
+			Scan(&old.ImageDigest, &old.ImageDigestBy, &old.ImageDigestAt)
+		if err != nil && !errors.Is(err, pgx.ErrNoRows) {
+			return err
+		}
+	}
+	if old.ImageDigestBy == wire.DigestBySubmit || old.ImageDigestBy == wire.DigestByRetry {
+		row.keepDigest(old.ImageDigest, old.ImageDigestAt)
+	}
+	return nil
 }
 
 // stepDigests returns the digests of the steps of a pipeline that were found at the submit, see keepDigest: of live and

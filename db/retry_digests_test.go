@@ -78,3 +78,24 @@ func TestARetryDoesNotKeepTheDigestOfAMachine(t *testing.T) {
 		t.Errorf("a retried step shows %q by %q", j.ImageDigest, j.ImageDigestBy)
 	}
 }
+
+// An element that never ran has no digest in its row. Its array has the digest of the submit.
+func TestARetryOfAnElementThatNeverRanKeepsTheDigestOfItsArray(t *testing.T) {
+	t.Parallel()
+	s := newGangStage(t)
+	s.resolves()
+	array := s.array(2, nil)
+	s.resolved(s.question(), digestOf("1"))
+	s.tend(array)
+	id := s.element(array, 1)
+	if _, err := s.db.Jobs.RequestCancel(t.Context(), "", id, "user:test", nil); err != nil {
+		t.Fatal(err)
+	}
+	again, created, err := s.db.Retries.Retry(t.Context(), "default", id, db.RetryOptions{}, "user:test")
+	if err != nil || !created {
+		t.Fatalf("retry: created %t, %v", created, err)
+	}
+	if j := s.job(again.ID); j.ImageDigest != digestOf("1") || j.ImageDigestBy != wire.DigestByRetry {
+		t.Errorf("the retry shows %q by %q", j.ImageDigest, j.ImageDigestBy)
+	}
+}

@@ -64,10 +64,11 @@ func newMachineWaive(a *app) *cobra.Command {
 		Long: "Waive records that the reported version of a component is secure although it is older\n" +
 			"than the security floor, for example since the distribution has backported the fix.\n" +
 			"The waiver covers the vulnerabilities that are known for the component now. It ends at\n" +
-			"--until, and as soon as the machine reports another version.\n" +
+			"--until, and as soon as the machine reports another version. With --checked-version the call\n" +
+			"fails if the machine reports another version already.\n" +
 			"COMPONENT is a name of \"berth machine show\", such as runc, or a setting of the\n" +
 			"engine: seccomp, lsm, userns.",
-		Example: "  berth machine waive m-1 runc --until 2027-03-01 " +
+		Example: "  berth machine waive m-1 runc --checked-version 1.1.5+ds1-1+deb12u1 --until 2027-03-01 " +
 			"--reason \"Debian has backported the fix (DSA-5615-1)\"",
 		Args: cobra.ExactArgs(2),
 		ValidArgsFunction: func(cmd *cobra.Command, args []string, word string) ([]string, cobra.ShellCompDirective) {
@@ -92,18 +93,37 @@ func newMachineWaive(a *app) *cobra.Command {
 			if err != nil {
 				return err
 			}
+			if w.Version == "" {
+				shown, err := c.Machine(cmd.Context(), id)
+				if err != nil {
+					return a.failed(cmd.Context(), err)
+				}
+				w.Version = reportedVersion(shown, w.Component)
+			}
 			m, err := c.WaiveFloor(cmd.Context(), id, w)
 			if err != nil {
 				return a.failed(cmd.Context(), err)
 			}
-			return showChanged(a, m, nil, fmt.Sprintf("waived %s of %s until %s", w.Component, id, instant(w.Until)))
+			what := strings.TrimSpace(w.Component + " " + w.Version)
+			return showChanged(a, m, nil, oneLine(fmt.Sprintf("waived %s of %s until %s", what, id, instant(w.Until))))
 		},
 	}
 	cmd.Flags().StringVar(&until, "until", "", "end of the waiver: a date or a time in RFC 3339, within 366 days")
+	cmd.Flags().StringVar(&w.Version, "checked-version", "",
+		"version that you have checked, as the machine reports it (default: the reported one)")
 	cmd.Flags().StringVar(&w.Reason, "reason", "", "reason for which the version is secure")
 	_ = cmd.MarkFlagRequired("until")
 	_ = cmd.MarkFlagRequired("reason")
 	return cmd
+}
+
+// reportedVersion returns the version or setting that the machine reports for a component; "": none.
+func reportedVersion(m wire.Machine, component string) string {
+	if m.Security == nil || m.Security.Facts == nil {
+		return ""
+	}
+	version, _ := m.Security.Facts.Reported(component)
+	return version
 }
 
 // waiverEnd parses the flag --until: a date stands for its beginning in UTC.

@@ -6,11 +6,13 @@ import (
 	"time"
 )
 
-// hosts bounds the questions to each registry, and to each registry with one login: a registry that limits the rate of
-// one login (429) serves others.
+// hosts bounds the questions to each registry, to each registry of one tenant, and to each registry with one login: a
+// registry that limits the rate of one login (429) serves others. Failures of one tenant's questions close a registry
+// for this tenant only, since a tenant can choose questions that fail. Failures of two tenants close it for all.
 //
 //	state of a registry   questions                                   ends with
-//	open                  up to maxAbreast at once                    ailing failures in a row, or a pause asked for
+//	open                  up to maxAbreast at once                    ailing failures in a row, of two tenants if the
+//	                                                                  name is a registry's, or a pause asked for
 //	closed                none; they are put off                      the end of the pause
 //	on trial              one at a time                               an answer: open; a failure: closed for longer
 //
@@ -20,11 +22,22 @@ type hosts struct {
 	known map[string]*host
 }
 
-// host is one registry, or one with a login; see callers.
+// host is one registry, one of a tenant, or one with a login; see names.
 type host struct {
 	asked  int       // questions in flight
 	failed int       // in a row
-	until  time.Time // closed until then
+	by     string    // tenant of the first of these failures
+	shared bool      // these failures close the name: they are of two tenants, or the name serves one
+	until  time.Time // closed until then by failures
+	pause  time.Time // closed until then by Retry-After, whatever other questions in flight achieve
+}
+
+// closed reports whether failures have closed the name. It may be on trial.
+func (h *host) closed() bool { return h.failed >= ailing && h.shared }
+
+// names returns the names of a question: its registry, the registry of its tenant, and its callers.
+func names(registry, tenant, login string) (host, mine, limit string) {
+	return registry, registry + " " + tenant, callers(registry, tenant, login)
 }
 
 const (
@@ -62,9 +75,9 @@ func (h *hosts) enter(now time.Time, names ...string) (wait time.Duration, ok bo
 			h.known[name] = one
 		}
 		switch {
-		case now.Before(one.until):
-			wait = jitter(one.until.Sub(now))
-		case one.asked >= maxAbreast, one.failed >= ailing && one.asked > 0:
+		case now.Before(one.until), now.Before(one.pause):
+			wait = jitter(max(one.until.Sub(now), one.pause.Sub(now)))
+		case one.asked >= maxAbreast, one.closed() && one.asked > 0:
 			wait = jitter(crowdedPause)
 		}
 		if wait > 0 {
@@ -78,27 +91,33 @@ func (h *hosts) enter(now time.Time, names ...string) (wait time.Duration, ok bo
 	return 0, true
 }
 
-// leave notes the end of a question. ill says whether err counts against the name. leave returns whether the name was
-// closed or opened by it.
-func (h *hosts) leave(name string, err *answerError, ill bool, now time.Time) (closed, opened bool) {
+// leave notes the end of a question. ill says whether err counts against the name, and by is the tenant of the
+// question; "": the failure counts for all that use the name. leave returns whether the name was closed or opened by it.
+func (h *hosts) leave(name, by string, err *answerError, ill bool, now time.Time) (closed, opened bool) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	one := h.known[name]
 	one.asked--
+	before := one.closed()
 	if !ill {
-		opened = one.failed >= ailing
-		one.failed, one.until = 0, time.Time{}
-		return false, opened
+		one.failed, one.shared, one.until = 0, false, time.Time{}
+		return false, before
+	}
+	if one.failed == 0 {
+		one.by = by
 	}
 	one.failed++
-	pause := err.after
-	if one.failed >= ailing {
-		pause = max(pause, min(shortestPause<<min(one.failed-ailing, 10), longestPause))
+	one.shared = one.shared || by == "" || by != one.by
+	if !one.shared {
+		return false, false
 	}
-	if pause > 0 {
-		one.until = now.Add(jitter(pause))
+	if one.closed() {
+		one.until = now.Add(jitter(min(shortestPause<<min(one.failed-ailing, 10), longestPause)))
 	}
-	return one.failed == ailing, false
+	if asked := now.Add(jitter(err.after)); err.after > 0 && asked.After(one.pause) {
+		one.pause = asked
+	}
+	return !before && one.closed(), false
 }
 
 // makeRoom forgets names without a question in flight: first healthy ones, and only if all are ill, any. h.mu is
@@ -109,7 +128,7 @@ func (h *hosts) makeRoom(now time.Time) {
 			if len(h.known) < maxHosts {
 				return
 			}
-			if one.asked == 0 && (ill || one.failed < ailing && !now.Before(one.until)) {
+			if one.asked == 0 && (ill || !one.closed() && !now.Before(one.pause)) {
 				delete(h.known, name)
 			}
 		}

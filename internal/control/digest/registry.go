@@ -26,6 +26,7 @@ import (
 	"github.com/google/go-containerregistry/pkg/v1/remote/transport"
 
 	"berth/internal/lib/publicnet"
+	"berth/spec"
 )
 
 const (
@@ -68,13 +69,24 @@ func (e *answerError) detail() error {
 	return e
 }
 
-// hostOf returns the registry of an image, as an engine reads the reference.
+// hostOf returns the registry of an image, as an engine reads the reference. The rules of images and the engines read
+// some references in another way than the library that calls registries: for the library, localhost/tool is a
+// repository of Docker Hub. Such a reference is refused, since the call would go to a registry that no rule has judged.
 func hostOf(image string) (string, error) {
 	ref, err := name.ParseReference(image)
 	if err != nil {
 		return "", &answerError{text: "the image is not a reference to a registry", final: true}
 	}
-	return ref.Context().RegistryStr(), nil
+	host := ref.Context().RegistryStr()
+	judged, ok := spec.ImageName(image)
+	called := host + "/" + ref.Context().RepositoryStr()
+	if host == name.DefaultRegistry {
+		called = "docker.io/" + ref.Context().RepositoryStr()
+	}
+	if !ok || judged != called {
+		return "", &answerError{text: "the control plane calls no registry for images of this name", final: true}
+	}
+	return host, nil
 }
 
 // CheckHost returns an error unless a text is the name of a registry, HOST[:PORT], as in names of images.
@@ -287,18 +299,22 @@ func (w *way) answered() bool {
 	return s != 0 && s < 500 && s != http.StatusTooManyRequests
 }
 
+// unreached is one text for a refused address, a missing name and a closed port: users must not learn from it which
+// names exist in the networks of the control plane.
+const unreached = "the registry could not be reached, is at an address that the control plane may not call, or gave no " +
+	"answer that a registry gives"
+
 // judge returns the answerError of a failed question.
 func (w *way) judge(err error) error {
 	e := &answerError{cause: err, after: time.Duration(w.after.Load())}
 	if w.refused.Load() {
-		e.text, e.final = "the address of the registry, or of a host that it names, is none that the control "+
-			"plane may call", true
+		e.text, e.final = unreached, true
 		return e
 	}
 	answer, ok := errors.AsType[*transport.Error](err)
 	switch {
 	case !ok:
-		e.text, e.ill = "the registry could not be reached, or gave no answer that a registry gives", true
+		e.text, e.ill = unreached, true
 	case answer.StatusCode == http.StatusTooManyRequests:
 		e.text, e.limited = "the registry limits the rate of calls (429)", true
 	case answer.StatusCode >= 500:

@@ -43,10 +43,11 @@ const (
 	abreast = 16 // questions at once in a process
 	share   = 2  // questions taken for one tenant at a time; see delivery.Loop
 
-	longestWait = 2 * time.Minute // between two tries
-	aliveFor    = time.Minute     // submits request digests for so long after a sign of life
-	aliveEvery  = 20 * time.Second
-	storeTime   = 30 * time.Second // bounds the writes of an answer
+	longestLogin = 4096            // bytes of a secret with a login
+	longestWait  = 2 * time.Minute // between two tries
+	aliveFor     = time.Minute     // submits request digests for so long after a sign of life
+	aliveEvery   = 20 * time.Second
+	storeTime    = 30 * time.Second // bounds the writes of an answer
 )
 
 // Resolver resolves images in one process.
@@ -101,6 +102,11 @@ func (r *Resolver) claim(ctx context.Context, b delivery.Bounds) ([]db.ImageRequ
 // lease.
 func (r *Resolver) resolve(ctx context.Context, q db.ImageRequest) {
 	log := r.Logger.With("tenant", q.Tenant, "image", q.Image, "jobs", q.Jobs, "try", q.Tries)
+	if q.Age >= r.For {
+		// The tag may have moved since: an answer would not be the content of the submit.
+		r.record(ctx, log, func(ctx context.Context) error { return r.expire(ctx, q) })
+		return
+	}
 	digest, err := r.ask(ctx, q)
 	var closed *closedError
 	switch {
@@ -147,18 +153,23 @@ func (r *Resolver) ask(ctx context.Context, q db.ImageRequest) (string, error) {
 	if err != nil {
 		return "", err
 	}
-	limit := callers(host, string(q.Tenant), q.Login)
-	if wait, ok := r.hosts.enter(time.Now(), host, limit); !ok {
+	host, mine, limit := names(host, string(q.Tenant), q.Login)
+	if wait, ok := r.hosts.enter(time.Now(), host, mine, limit); !ok {
 		return "", &closedError{wait}
 	}
 	digest, err := r.Registries.Digest(ctx, q.Image, login)
 	answer, failed := errors.AsType[*answerError](err)
-	closed, opened := r.hosts.leave(host, answer, failed && answer.ill, time.Now())
-	r.hosts.leave(limit, answer, failed && answer.limited, time.Now())
+	now, ill := time.Now(), failed && answer.ill
+	closed, opened := r.hosts.leave(host, string(q.Tenant), answer, ill, now)
+	own, _ := r.hosts.leave(mine, "", answer, ill, now)
+	r.hosts.leave(limit, "", answer, failed && answer.limited, now)
 	switch {
 	case closed:
 		r.Logger.Warn("registry does not answer, machines resolve its images meanwhile", "registry", host,
 			"err", answer.detail())
+	case own:
+		r.Logger.Warn("registry fails for a tenant, machines resolve the tenant's images meanwhile", "registry", host,
+			"tenant", q.Tenant, "err", answer.detail())
 	case opened:
 		r.Logger.Info("registry answers again", "registry", host)
 	}
@@ -186,6 +197,11 @@ func (r *Resolver) login(ctx context.Context, q db.ImageRequest) (*Login, error)
 		return nil, &answerError{final: true, cause: err,
 			text: fmt.Sprintf("image_auth: secret %s cannot be opened", q.Login)}
 	}
+	if len(value) > longestLogin {
+		// Servers and clients break connections with long headers, which would look like a failure of the registry.
+		return nil, &answerError{final: true, text: fmt.Sprintf("image_auth: secret %s has more than %d bytes",
+			q.Login, longestLogin)}
+	}
 	user, password, ok := strings.Cut(strings.TrimSpace(string(value)), ":")
 	if !ok || user == "" {
 		return nil, &answerError{final: true,
@@ -212,6 +228,16 @@ func (r *Resolver) failed(ctx context.Context, log *slog.Logger, q db.ImageReque
 	log.Debug("image not resolved, will retry", "err", answer.detail())
 	r.results.WithLabelValues("failed").Inc()
 	return r.later(ctx, q, max(answer.after, delivery.Pause(q.Tries, r.First, longestWait)), answer.text, true)
+}
+
+// expire gives a question up for jobs whose time is over. It is due again at once for the others.
+func (r *Resolver) expire(ctx context.Context, q db.ImageRequest) error {
+	r.results.WithLabelValues("given_up").Inc()
+	reason := cmp.Or(q.Reason, "the control plane did not ask the registry in time")
+	if err := r.DB.Images.Unresolved(ctx, q, r.For, wire.ImageGivenUp, reason); err != nil {
+		return err
+	}
+	return r.DB.Images.Postpone(ctx, q, 0, q.Reason, false)
 }
 
 // later makes a question due again, and gives it up for jobs whose time is over.

@@ -339,18 +339,68 @@ func TestARegistryThatFailsDelaysNothing(t *testing.T) {
 	}
 }
 
-// The time for a job's image is over: the first machine decides.
+// ages makes a job's request an hour old.
+func (s *site) ages(id berth.JobID) {
+	s.t.Helper()
+	if _, err := s.db.Pool().Exec(s.t.Context(),
+		`UPDATE image_requests SET created_at = created_at - interval '1 hour' WHERE job = $1`, id); err != nil {
+		s.t.Fatal(err)
+	}
+}
+
+// The time for a job's image is over: the first machine decides. The reason of the last question stays.
 func TestAJobIsGivenUpAfterItsTime(t *testing.T) {
 	t.Parallel()
 	s, h := newSite(t, nil), newHub(t)
 	ref, _ := h.push("team/app:1")
 	h.fails(http.StatusTooManyRequests)
 	id := s.submit("default", ref, "")
-	s.resolve(h, func(o *digest.Options) { o.For = time.Nanosecond })
+	s.resolve(h, nil)
+	s.until("a question has failed", func() bool {
+		r := s.job(id).ImageRequest
+		return r != nil && r.State == wire.ImageWaiting && strings.Contains(r.Reason, "429")
+	})
+	s.ages(id)
 	s.until("it is given up", func() bool {
 		r := s.job(id).ImageRequest
 		return r != nil && r.State == wire.ImageGivenUp && strings.Contains(r.Reason, "429")
 	})
+}
+
+// An answer hours after the submit is not the content of the submit. A younger job with the same image gets it.
+func TestALateAnswerIsNotOfTheSubmit(t *testing.T) {
+	t.Parallel()
+	s, h := newSite(t, nil), newHub(t)
+	ref, want := h.push("team/app:1")
+	old := s.submit("default", ref, "")
+	s.ages(old)
+	young := s.submit("default", ref, "")
+	s.resolve(h, nil)
+	s.until("the younger job has a digest", func() bool { return s.job(young).ImageDigest != "" })
+	j := s.job(old)
+	if j.ImageDigest != "" || j.ImageRequest == nil || j.ImageRequest.State != wire.ImageGivenUp ||
+		s.job(young).ImageDigest != want {
+		t.Errorf("the old job has digest %q, request %+v; the younger %q, want %s", j.ImageDigest, j.ImageRequest,
+			s.job(young).ImageDigest, want)
+	}
+}
+
+// A header with such a login breaks the connection to many registries, and would count as their failure.
+func TestALongLoginIsNotSent(t *testing.T) {
+	t.Parallel()
+	s, h := newSite(t, nil), newHub(t)
+	ref, _ := h.push("team/app:1")
+	s.secret("default", "login", "me:"+strings.Repeat("x", 8<<10))
+	id := s.submit("default", ref, "login")
+	s.resolve(h, nil)
+	s.until("it is refused", func() bool {
+		r := s.job(id).ImageRequest
+		return s.job(id).ImageDigest != "" || r != nil && r.State == wire.ImageUnresolvable
+	})
+	if asked, j := h.count(), s.job(id); asked != 0 || j.ImageDigest != "" ||
+		!strings.Contains(j.ImageRequest.Reason, "more than 4096 bytes") {
+		t.Errorf("%d questions, digest %q, request %+v", asked, j.ImageDigest, j.ImageRequest)
+	}
 }
 
 // After some failures in a row, a registry is left alone for a time, whatever the number of jobs.
@@ -407,7 +457,7 @@ func TestRegistriesInPrivateNetworksNeedTheOperator(t *testing.T) {
 	s.until("it is refused", func() bool {
 		r := s.job(id).ImageRequest
 		return s.job(id).ImageDigest != "" ||
-			r != nil && r.State == wire.ImageUnresolvable && strings.Contains(r.Reason, "none that the control plane may call")
+			r != nil && r.State == wire.ImageUnresolvable && strings.Contains(r.Reason, "the control plane may not call")
 	})
 	h.mu.Lock()
 	defer h.mu.Unlock()

@@ -75,8 +75,8 @@ func TestALimitOfOneLoginClosesNoRegistry(t *testing.T) {
 	if _, ok := h.enter(now, "docker.io", red); !ok {
 		t.Fatal("the first question finds the registry closed")
 	}
-	h.leave("docker.io", limited, limited.ill, now)
-	h.leave(red, limited, limited.limited, now)
+	h.leave("docker.io", "red", limited, limited.ill, now)
+	h.leave(red, "", limited, limited.limited, now)
 	for range 2 * maxAbreast { // a refused question gives its places back
 		if wait, ok := h.enter(now, "docker.io", red); ok || wait < time.Minute {
 			t.Fatalf("the limited login waits %s", wait)
@@ -84,5 +84,72 @@ func TestALimitOfOneLoginClosesNoRegistry(t *testing.T) {
 	}
 	if wait, ok := h.enter(now, "docker.io", blue); !ok {
 		t.Errorf("another login waits %s", wait)
+	}
+}
+
+// A tenant can choose questions that fail, such as for a name of which a proxy answers 500. They close the registry for
+// this tenant only.
+func TestFailuresOfOneTenantCloseNoRegistryForOthers(t *testing.T) {
+	t.Parallel()
+	var h hosts
+	now := time.Now()
+	failure := &answerError{ill: true}
+	asks := func(tenant string) bool {
+		host, mine, limit := names("docker.io", tenant, "login")
+		if _, ok := h.enter(now, host, mine, limit); !ok {
+			return false
+		}
+		h.leave(host, tenant, failure, true, now)
+		h.leave(mine, "", failure, true, now)
+		h.leave(limit, "", failure, false, now)
+		return true
+	}
+	for range ailing {
+		if !asks("red") {
+			t.Fatal("closed too early")
+		}
+	}
+	if asks("red") {
+		t.Error("the registry is open for the tenant whose questions fail")
+	}
+	if !asks("blue") {
+		t.Error("the registry is closed for another tenant")
+	}
+	if asks("green") {
+		t.Error("the registry is open, although the questions of two tenants have failed")
+	}
+}
+
+// A success ends no pause that the registry has asked for meanwhile.
+func TestASuccessKeepsARequestedPause(t *testing.T) {
+	t.Parallel()
+	var h hosts
+	now := time.Now()
+	name := callers("docker.io", "red", "login")
+	for range 2 {
+		if _, ok := h.enter(now, name); !ok {
+			t.Fatal("closed at first")
+		}
+	}
+	h.leave(name, "", &answerError{limited: true, after: time.Minute}, true, now)
+	h.leave(name, "", nil, false, now)
+	if wait, ok := h.enter(now, name); ok || wait < time.Minute {
+		t.Errorf("open %t, wait %s", ok, wait)
+	}
+}
+
+// The rules of images and the library that calls registries must read a name in the same way.
+func TestImagesAreAskedAtTheJudgedRegistryOnly(t *testing.T) {
+	t.Parallel()
+	for image, want := range map[string]string{
+		"busybox": "index.docker.io", "acme/tool:1": "index.docker.io", "docker.io/acme/tool": "index.docker.io",
+		"index.docker.io/acme/tool": "index.docker.io", "ghcr.io/acme/tool:1": "ghcr.io",
+		"localhost:5000/tool:1": "localhost:5000", "localhost/tool:1": "", "localhost/library/tool": "", "Host/tool": "",
+	} {
+		got, err := hostOf(image)
+		answer, ok := errors.AsType[*answerError](err)
+		if got != want || (err == nil) == (want == "") || err != nil && (!ok || !answer.final) {
+			t.Errorf("%s is asked at %q, %v; want %q", image, got, err, want)
+		}
 	}
 }

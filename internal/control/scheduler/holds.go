@@ -18,7 +18,8 @@ func (r *reconciler) holds(ctx context.Context) error {
 	return errors.Join(ended, err)
 }
 
-// yieldHolds ends the holds whose end lets the quotas admit a job that nothing else keeps from starting.
+// yieldHolds ends the holds whose end lets the quotas admit the next job of a tenant. The job may then still wait for
+// room: the plan does not search for room behind a quota.
 func (p *placer) yieldHolds(ctx context.Context, plan placement.Plan) error {
 	if plan.More || len(plan.EndHolds) == 0 {
 		return nil

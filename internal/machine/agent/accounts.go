@@ -34,6 +34,10 @@ func openAccounts(state string) *accountFiles {
 // place creates a file with the content at the path, or replaces it. Every user may read the file. Nothing may
 // write to it, since other members may have links to it.
 func (a *accountFiles) place(at string, content []byte) error {
+	// Without the lock, another call could clear the folder and write the file again while this one links it: the
+	// member would get a part of the file if that write fails.
+	a.mu.Lock()
+	defer a.mu.Unlock()
 	kept, err := a.file(content)
 	if err == nil {
 		err = os.Link(kept, at)
@@ -43,18 +47,16 @@ func (a *accountFiles) place(at string, content []byte) error {
 			err = os.Link(kept, at)
 		}
 	}
-	if err != nil { // another call cleared the folder, the file has too many links, or the file system has none
+	if err != nil { // the folder is gone, the file has too many links, or the file system has none
 		return writeAccounts(at, content)
 	}
 	return nil
 }
 
-// file returns the path of the file with the content.
+// file returns the path of the file with the content. a.mu is held.
 func (a *accountFiles) file(content []byte) (string, error) {
 	name := fmt.Sprintf("%x", sha256.Sum256(content))
 	path := filepath.Join(a.folder, name)
-	a.mu.Lock()
-	defer a.mu.Unlock()
 	if a.written[name] {
 		return path, nil
 	}

@@ -263,7 +263,7 @@ func (m *member) preparer(p phase) worker {
 	case phaseRestore:
 		return &restorePhase{
 			core: m.core, control: s.control, disk: s.disk, retry: m.retry, scratch: m.scratch,
-			uploader: m.uploader, recipe: &m.recipe, spans: m.spans, result: &m.result,
+			uploader: m.uploader, recipe: &m.recipe, spans: m.spans, result: &m.result, manifests: s.manifests,
 		}
 	case phaseGive:
 		return &givePhase{core: m.core, turns: s.turns, spans: m.spans, result: &m.result}

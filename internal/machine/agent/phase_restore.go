@@ -54,6 +54,8 @@ type restorePhase struct {
 	recipe   *recipe
 	spans    spans
 	result   *result
+
+	manifests *manifestRoom // of the agent; nil: no bound
 }
 
 // Do restores the newest good checkpoint if the claim names any. The restored step goes to disk
@@ -144,8 +146,8 @@ func (p *restorePhase) restore(ctx context.Context, point wire.RestorePoint) err
 	if err := root.RemoveAll(partial); err != nil {
 		return err
 	}
-	parts, err := p.manifests(ctx, point)
-	if err != nil {
+	parts := p.parts(point)
+	if err := p.check(ctx, point, parts); err != nil {
 		return err
 	}
 	_ = failpoint.Hit("agent.restore.before")
@@ -154,11 +156,17 @@ func (p *restorePhase) restore(ctx context.Context, point wire.RestorePoint) err
 	}
 	whole := false
 	for _, part := range parts {
-		for _, f := range part.files {
-			if err := p.fetchFile(ctx, part, f); err != nil {
-				return part.named(err)
+		err := p.withFiles(ctx, part, func(files []wire.CheckpointFile) error {
+			for _, f := range files {
+				if err := p.fetchFile(ctx, part, f); err != nil {
+					return err
+				}
+				whole = whole || part.folder == "" && f.Path == doneFile
 			}
-			whole = whole || part.folder == "" && f.Path == doneFile
+			return nil
+		})
+		if err != nil {
+			return part.named(err)
 		}
 	}
 	if !whole {
@@ -174,7 +182,7 @@ func (p *restorePhase) restore(ctx context.Context, point wire.RestorePoint) err
 	if err := root.RemoveAll(stepName(point.Step)); err != nil {
 		return err
 	}
-	err = root.Rename(partial, stepName(point.Step))
+	err := root.Rename(partial, stepName(point.Step))
 	_ = failpoint.Hit("agent.restore.placed")
 	return err
 }
@@ -187,12 +195,15 @@ func (p *restorePhase) fetchFile(ctx context.Context, part savedPart, f wire.Che
 	return p.fetch(ctx, part, f)
 }
 
-// manifest fetches and checks the list of a part's files.
-func (p *restorePhase) manifest(ctx context.Context, part savedPart) (m wire.CheckpointManifest, err error) {
+// manifest fetches and checks the list of a part's files, for which it takes room in place.
+func (p *restorePhase) manifest(
+	ctx context.Context, part savedPart, place *manifestPlace,
+) (m wire.CheckpointManifest, err error) {
 	var body []byte
+	var progress atomic.Int64
 	point := part.RestorePoint
-	err = p.retry.patiently(ctx, func() (err error) {
-		body, err = p.manifestOnce(ctx, point)
+	err = p.retry.patientlySince(ctx, &progress, func() (err error) {
+		body, err = p.manifestOnce(ctx, point, place, &progress)
 		return part.passing(err)
 	})
 	if berth.CodeOf(err) == berth.CodeNotFound && answered(err) {
@@ -211,8 +222,10 @@ func (p *restorePhase) manifest(ctx context.Context, part savedPart) (m wire.Che
 }
 
 // manifestOnce fetches the list of files by one request, and does not check its content.
-func (p *restorePhase) manifestOnce(ctx context.Context, point wire.RestorePoint) ([]byte, error) {
-	in, size, err := p.control.getObject(ctx, point.Manifest, false)
+func (p *restorePhase) manifestOnce(
+	ctx context.Context, point wire.RestorePoint, place *manifestPlace, progress *atomic.Int64,
+) ([]byte, error) {
+	in, size, err := p.openManifest(ctx, point, place, progress)
 	if err != nil {
 		return nil, err
 	}
@@ -220,11 +233,16 @@ func (p *restorePhase) manifestOnce(ctx context.Context, point wire.RestorePoint
 	if size > maxManifest {
 		return nil, damage{fmt.Sprintf("the manifest has %d bytes", size)}
 	}
-	body, err := io.ReadAll(io.LimitReader(in, maxManifest))
-	if err == nil && int64(len(body)) != size {
-		err = io.ErrUnexpectedEOF
+	if size <= unknownManifest {
+		return nil, io.ErrUnexpectedEOF
 	}
-	return body, err
+	body := make([]byte, size)
+	if _, err := io.ReadFull(in, body); errors.Is(err, io.EOF) {
+		return nil, io.ErrUnexpectedEOF
+	} else if err != nil {
+		return nil, err
+	}
+	return body, nil
 }
 
 // registered compares a manifest with the hash that the database has. The error is a damage.

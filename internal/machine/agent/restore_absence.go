@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"maps"
 	"slices"
+	"sync/atomic"
 
 	"berth/failure"
 	"berth/wire"
@@ -89,7 +90,9 @@ func (p *restorePhase) passesOver(ctx context.Context, absent map[int]cannotFetc
 // answers asks the store once, without patience, for the manifest of a step that it has returned before. It returns an
 // error if the store does not return it now.
 func (p *restorePhase) answers(ctx context.Context, point wire.RestorePoint) error {
-	body, err := p.manifestOnce(ctx, point)
+	place := &manifestPlace{room: p.manifests}
+	defer place.leave()
+	body, err := p.manifestOnce(ctx, point, place, new(atomic.Int64))
 	if err != nil {
 		return err
 	}

@@ -14,6 +14,7 @@ import (
 	"os"
 	"path"
 	"slices"
+	"strconv"
 	"strings"
 	"sync"
 	"testing"
@@ -77,10 +78,11 @@ func (s *stepStore) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		}
 	}
 	body, ok := s.objects[key]
-	if !ok || s.refuse(key, times) {
+	if s.refuse(key, times) || !ok {
 		http.Error(w, "{}", http.StatusServiceUnavailable)
 		return
 	}
+	w.Header().Set("Content-Length", strconv.Itoa(len(body)))
 	_, _ = w.Write(body)
 }
 

@@ -14,10 +14,9 @@ import (
 
 // savedPart is one member's part of a checkpoint that is restored.
 type savedPart struct {
-	wire.RestorePoint                       // with the manifest of this part
-	rank              int                   // of the member that saved it
-	folder            string                // below the folder of the step; "": the folder of the step itself
-	files             []wire.CheckpointFile // of the manifest
+	wire.RestorePoint        // with the manifest of this part
+	rank              int    // of the member that saved it
+	folder            string // below the folder of the step; "": the folder of the step itself
 }
 
 // parts returns the parts of a checkpoint that the member gets, without their files.
@@ -33,28 +32,34 @@ func (p *restorePhase) parts(point wire.RestorePoint) []savedPart {
 	return parts
 }
 
-// manifests fetches and checks the lists of files of all parts that the member gets.
-func (p *restorePhase) manifests(ctx context.Context, point wire.RestorePoint) ([]savedPart, error) {
-	parts := p.parts(point)
-	for i, part := range parts {
-		m, err := p.manifest(ctx, part)
-		if err != nil {
-			return nil, part.named(err)
-		}
-		parts[i].files = m.Files
-	}
+// check checks the manifests of several parts and the free space, before the first file is fetched. It keeps the sums
+// of the manifests alone: each manifest is fetched again with the files of its part. A single part needs no check before
+// its fetch.
+func (p *restorePhase) check(ctx context.Context, point wire.RestorePoint, parts []savedPart) error {
 	if len(point.Parts) == 0 {
-		return parts, nil
+		return nil
+	}
+	need := int64(0)
+	for _, part := range parts {
+		err := p.withFiles(ctx, part, func(files []wire.CheckpointFile) error {
+			for _, f := range files {
+				need += f.Bytes
+			}
+			return nil
+		})
+		if err != nil {
+			return part.named(err)
+		}
 	}
 	// An earlier process of the agent may have put the step in place. A second copy may have no room.
 	if err := p.scratch.checkpoint.RemoveAll(stepName(point.Step)); err != nil {
-		return nil, err
+		return err
 	}
-	return parts, p.hasRoom(parts)
+	return p.hasRoom(len(parts), need)
 }
 
-// hasRoom returns an error if the files of all parts would use the disk reserve of the machine.
-func (p *restorePhase) hasRoom(parts []savedPart) error {
+// hasRoom returns an error if need bytes, the files of all parts, would use the disk reserve of the machine.
+func (p *restorePhase) hasRoom(parts int, need int64) error {
 	if p.disk == nil {
 		return nil
 	}
@@ -62,17 +67,11 @@ func (p *restorePhase) hasRoom(parts []savedPart) error {
 	if err != nil {
 		return err
 	}
-	need := int64(0)
-	for _, part := range parts {
-		for _, f := range part.files {
-			need += f.Bytes
-		}
-	}
 	if need <= free-reserve {
 		return nil
 	}
 	return fmt.Errorf("the parts of %d members have %s, and the machine has %s free, of which %s are its reserve",
-		len(parts), berth.BytesText(need), berth.BytesText(free), berth.BytesText(reserve))
+		parts, berth.BytesText(need), berth.BytesText(free), berth.BytesText(reserve))
 }
 
 // passing makes a refusal of another member's part worth another try: a server of the version before refuses it, which

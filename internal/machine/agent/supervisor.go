@@ -19,21 +19,22 @@ import (
 // and passes orders and verdicts on to the members. It outlives sessions. All methods may be
 // called concurrently.
 type Supervisor struct {
-	cfg      Config
-	log      *slog.Logger
-	control  *control
-	fence    *fence
-	cache    *cache
-	images   *images
-	access   *imageAccess
-	pulled   *pulledImages
-	signed   *imageSignatures
-	sources  *fetch.Sources
-	vault    vaultDir
-	accounts *accountFiles
-	mounts   *mounts.Table // of shared folders
-	kept     *keptFolders
-	stuck    *stuckBoard
+	cfg       Config
+	log       *slog.Logger
+	control   *control
+	fence     *fence
+	cache     *cache
+	images    *images
+	access    *imageAccess
+	pulled    *pulledImages
+	signed    *imageSignatures
+	sources   *fetch.Sources
+	vault     vaultDir
+	accounts  *accountFiles
+	manifests *manifestRoom // of all restores
+	mounts    *mounts.Table // of shared folders
+	kept      *keptFolders
+	stuck     *stuckBoard
 
 	mountable   sync.Once // the first registration with volumes
 	cannotMount error
@@ -75,9 +76,9 @@ func newSupervisor(
 		cfg: cfg, log: log, control: c, fence: f, cache: kept, images: has,
 		access: openImageAccess(cfg, log), signed: newImageSignatures(cfg),
 		vault:    openVaultDir(cfg.StateDir, inMemory),
-		accounts: openAccounts(cfg.StateDir),
-		kept:     newKeptFolders(cfg.StateDir),
-		mounts:   mounts.New(filepath.Join(cfg.StateDir, "mounts")), stuck: newStuckBoard(),
+		accounts: openAccounts(cfg.StateDir), manifests: newManifestRoom(),
+		kept:   newKeptFolders(cfg.StateDir),
+		mounts: mounts.New(filepath.Join(cfg.StateDir, "mounts")), stuck: newStuckBoard(),
 		sources: fetch.Open(fetch.Options{
 			Policy: cfg.InputNetworks, Roots: cfg.InputRoots, Resolver: cfg.InputResolver, Volumes: cfg.Volumes,
 			Own: []string{cfg.StateDir}, Limits: cfg.InputLimits,
