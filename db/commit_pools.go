@@ -46,8 +46,8 @@ func (p *present) queuePools(batch *pgx.Batch, starts []berth.Start) {
 }
 
 // queueTenants reads the tenants that use the machines of pools whose machines are used by one tenant at a time. The
-// locks of the machines keep other commits away. The trigger allocations_under_rules refuses such a start too, but then the
-// whole batch fails. If no pool has the rule, the statement reads no rows.
+// locks of the machines keep other commits away. The trigger allocations_under_rules refuses such a start too, but then
+// the whole batch fails. If no pool has the rule, the statement reads no rows.
 func (p *present) queueTenants(batch *pgx.Batch, machines []berth.MachineID) {
 	batch.Queue(`
 		SELECT m.id, coalesce(j.tenant, '')

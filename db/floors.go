@@ -254,8 +254,8 @@ func (h judgedHost) write(ctx context.Context, tx pgx.Tx, floors, text string, a
 }
 
 // Waive records an operator's statement that the reported version of a component is secure, until a date. It covers the
-// advisories that the leader has found for this version. A later statement replaces it. The leader renews the verdict. A
-// component that the machine has not reported, or that meets its floor, is invalid. Facts that the leader has not
+// advisories that the leader has found for this version. A later statement replaces it. The leader renews the verdict.
+// A component that the machine has not reported, or that meets its floor, is invalid. Facts that the leader has not
 // judged yet, and another version than the one of the statement, are a conflict.
 func (d *Machines) Waive(ctx context.Context, id berth.MachineID, w spec.NewWaiver, actor string) error {
 	return changeWaivers(ctx, d, id, func(tx pgx.Tx, host waivedHost) error {
@@ -265,8 +265,8 @@ func (d *Machines) Waive(ctx context.Context, id berth.MachineID, w spec.NewWaiv
 				strings.Join(waivable(host.facts), ", "))
 		}
 		if w.Version != "" && w.Version != version {
-			return berth.Errorf(berth.CodeConflict, "machine %s reports %s %s, and the waiver is for %.128s: judge the "+
-				"reported version", id, w.Component, cmp.Or(version, "no version"), w.Version)
+			return berth.Errorf(berth.CodeConflict, "machine %s reports %s %s, and the waiver is for %.128s: judge "+
+				"the reported version", id, w.Component, cmp.Or(version, "no version"), w.Version)
 		}
 		if host.findings == nil {
 			return berth.Errorf(berth.CodeConflict, "the last report of machine %s is not judged yet: try again "+

@@ -136,8 +136,8 @@ func (d *core) readSessions(ctx context.Context, machines []berth.MachineID) (ma
 	for i, m := range machines {
 		ids[i] = string(m)
 	}
-	// OFFSET 0 keeps the planner from joining whole tables: a set has few rows of each table, found by index. It also lets
-	// the sessions and followed members of a machine be read once, and not for each of its allocations.
+	// OFFSET 0 keeps the planner from joining whole tables: a set has few rows of each table, found by index. It also
+	// lets PostgreSQL read sessions and followed members once for a machine, and not for each allocation.
 	rows, err := d.pool.Query(ctx, `
 		SELECT m.id, m.state, m.epoch, m.agent_boot, m.engine_silent_since IS NOT NULL, `+markColumns+`,
 		       s.id, coalesce(s.job::text, ''), coalesce(s.attempt, 0), coalesce(s.rank, 0),

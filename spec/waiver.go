@@ -19,7 +19,7 @@ type NewWaiver struct {
 	Component string `json:"component" doc:"as the machine reports it, such as runc or seccomp"`
 	// Version is the version or setting that the operator has judged. A machine that reports another one by now gets no
 	// waiver. "": the reported one, for clients of earlier versions.
-	Version string    `json:"version,omitempty" doc:"as the machine reports it; the call fails with conflict if the machine reports another one by now; without it, the reported one"`
+	Version string    `json:"version,omitempty" doc:"as the machine reports it: another is a conflict"`
 	Until   time.Time `json:"until" doc:"end of the waiver, at most 366 days from now"`
 	Reason  string    `json:"reason" doc:"such as the advisory of the distribution that has backported the fix"`
 }

@@ -93,14 +93,7 @@ func newMachineWaive(a *app) *cobra.Command {
 			if err != nil {
 				return err
 			}
-			if w.Version == "" {
-				shown, err := c.Machine(cmd.Context(), id)
-				if err != nil {
-					return a.failed(cmd.Context(), err)
-				}
-				w.Version = reportedVersion(shown, w.Component)
-			}
-			m, err := c.WaiveFloor(cmd.Context(), id, w)
+			m, err := waive(cmd.Context(), c, id, &w)
 			if err != nil {
 				return a.failed(cmd.Context(), err)
 			}
@@ -115,6 +108,18 @@ func newMachineWaive(a *app) *cobra.Command {
 	_ = cmd.MarkFlagRequired("until")
 	_ = cmd.MarkFlagRequired("reason")
 	return cmd
+}
+
+// waive asks for a waiver, without a checked version for the reported one.
+func waive(ctx context.Context, c *client.Client, id berth.MachineID, w *spec.NewWaiver) (wire.Machine, error) {
+	if w.Version == "" {
+		shown, err := c.Machine(ctx, id)
+		if err != nil {
+			return wire.Machine{}, err
+		}
+		w.Version = reportedVersion(shown, w.Component)
+	}
+	return c.WaiveFloor(ctx, id, *w)
 }
 
 // reportedVersion returns the version or setting that the machine reports for a component; "": none.

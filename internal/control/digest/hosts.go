@@ -92,7 +92,7 @@ func (h *hosts) enter(now time.Time, names ...string) (wait time.Duration, ok bo
 }
 
 // leave notes the end of a question. ill says whether err counts against the name, and by is the tenant of the
-// question; "": the failure counts for all that use the name. leave returns whether the name was closed or opened by it.
+// question; "": the failure counts for all that use the name. leave returns whether it has closed or opened the name.
 func (h *hosts) leave(name, by string, err *answerError, ill bool, now time.Time) (closed, opened bool) {
 	h.mu.Lock()
 	defer h.mu.Unlock()

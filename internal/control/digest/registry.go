@@ -301,8 +301,8 @@ func (w *way) answered() bool {
 
 // unreached is one text for a refused address, a missing name and a closed port: users must not learn from it which
 // names exist in the networks of the control plane.
-const unreached = "the registry could not be reached, is at an address that the control plane may not call, or gave no " +
-	"answer that a registry gives"
+const unreached = "the registry could not be reached, is at an address that the control plane may not call, or gave " +
+	"no answer that a registry gives"
 
 // judge returns the answerError of a failed question.
 func (w *way) judge(err error) error {

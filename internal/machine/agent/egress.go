@@ -103,28 +103,11 @@ func (w *walls) restore(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	var list []firewall.Network
-	now := map[string]firewall.Network{}
-	records := poolRecords{walls: w, known: before}
-	for _, n := range found {
-		policy, walled := w.policy(n)
-		if n.Labels[labelPool] != "" {
-			if policy, walled, err = records.policy(ctx, n); err != nil {
-				return err
-			}
-		}
-		if !walled { // made by an agent that enforces no policies, and perhaps walled by this process
-			var b firewall.Network
-			b, walled = before[n.Name]
-			policy = b.Policy
-		}
-		if !walled || n.Bridge == "" || !n.Subnet.IsValid() {
-			continue
-		}
-		now[n.Name] = bridgeOf(n, policy)
-		list = append(list, now[n.Name])
+	now, err := w.walled(ctx, found, before)
+	if err != nil {
+		return err
 	}
-	if err := w.Table.Restore(ctx, mark, list); err != nil {
+	if err := w.Table.Restore(ctx, mark, slices.Collect(maps.Values(now))); err != nil {
 		return err
 	}
 	w.mu.Lock()
@@ -142,6 +125,33 @@ func (w *walls) restore(ctx context.Context) error {
 		}
 	}
 	return nil
+}
+
+// walled describes the networks with a policy, of all that the engine has. before are those that this process knows.
+func (w *walls) walled(
+	ctx context.Context, found []node.Network, before map[string]firewall.Network,
+) (map[string]firewall.Network, error) {
+	now := map[string]firewall.Network{}
+	records := poolRecords{walls: w, known: before}
+	for _, n := range found {
+		policy, walled := w.policy(n)
+		if n.Labels[labelPool] != "" {
+			var err error
+			if policy, walled, err = records.policy(ctx, n); err != nil {
+				return nil, err
+			}
+		}
+		if !walled { // made by an agent that enforces no policies, and perhaps walled by this process
+			var b firewall.Network
+			b, walled = before[n.Name]
+			policy = b.Policy
+		}
+		if !walled || n.Bridge == "" || !n.Subnet.IsValid() {
+			continue
+		}
+		now[n.Name] = bridgeOf(n, policy)
+	}
+	return now, nil
 }
 
 // bridgeOf describes an engine's network for the rules.

@@ -57,7 +57,6 @@ func (p *watchPhase) Do(ctx context.Context) (phase, error) {
 	p.plan.begin()
 	p.plan.notices.join(p.plan)
 	defer p.plan.notices.leave(p.plan)
-	// A former process of the agent may have left sessions in the container, whose users are gone.
 	if left := leftExecs(p.scratch); len(left) > 0 {
 		p.helpers.Go(func() { endLeftExecs(ctx, p.core, p.scratch, left) })
 	}
@@ -65,8 +64,7 @@ func (p *watchPhase) Do(ctx context.Context) (phase, error) {
 	p.lines.nudge()
 	defer p.refused.watch(p.network, p.reports.warn)()
 	defer p.door.close(errContainerOver)
-	// The buffer lets awaitEnd return although the loop below has ended with ctx.
-	ended := make(chan ending, 1)
+	ended := make(chan ending, 1) // the buffer lets awaitEnd return after ctx's end
 	go func() { ended <- p.awaitEnd() }()
 	p.progress.begin()
 	for {
@@ -80,8 +78,7 @@ func (p *watchPhase) Do(ctx context.Context) (phase, error) {
 			p.plan.stuck.drop(p.alloc)
 			p.plan.disk.ended.Store(true)
 			p.hang.end()
-			// A last reading: the job may have written its progress right before its end.
-			p.progress.read()
+			p.progress.read() // the job may have written its progress right before its end
 			x := p.evidence.exit(e)
 			x.Measured = p.sampler.end()
 			p.spans.run(x)

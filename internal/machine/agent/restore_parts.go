@@ -33,8 +33,8 @@ func (p *restorePhase) parts(point wire.RestorePoint) []savedPart {
 }
 
 // check checks the manifests of several parts and the free space, before the first file is fetched. It keeps the sums
-// of the manifests alone: each manifest is fetched again with the files of its part. A single part needs no check before
-// its fetch.
+// of the manifests alone: each manifest is fetched again with the files of its part. A single part needs no check
+// before its fetch.
 func (p *restorePhase) check(ctx context.Context, point wire.RestorePoint, parts []savedPart) error {
 	if len(point.Parts) == 0 {
 		return nil

@@ -188,7 +188,7 @@ func (t *Table) resolves(n Network) bool {
 }
 
 // asksHost reports whether the containers of a network ask the name servers of the host themselves.
-func (t *Table) asksHost(n Network) bool { return t.opts.NamesPort == 0 && t.resolves(n) }
+func asksHost(t *Table, n Network) bool { return t.opts.NamesPort == 0 && t.resolves(n) }
 
 // chains is the pair of chains of a policy. Networks with one policy share them, except for
 // EgressList: a machine with 200 jobs has few chains.
@@ -221,7 +221,7 @@ func policies(list []Network) []chains {
 // from writes the chain of packets that leave a network.
 func (t *Table) from(s *script, c chains) {
 	s.line("chain from_%s {", c.name)
-	if t.asksHost(c.network) {
+	if asksHost(t, c.network) {
 		s.line(toDNS)
 	}
 	s.line("ip daddr @never %s", reject)
@@ -247,7 +247,7 @@ func (t *Table) to(s *script, c chains) {
 	s.line("ct direction original drop\nct state != { established, related } drop")
 	// Routers with private addresses report that a packet is too large.
 	s.line("meta l4proto icmp ct state related accept")
-	if t.asksHost(c.network) {
+	if asksHost(t, c.network) {
 		s.line(ofDNS)
 	}
 	s.line("ip saddr @never drop")
