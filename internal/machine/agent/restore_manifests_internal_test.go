@@ -105,8 +105,10 @@ func TestLargeManifestsTakeTurns(t *testing.T) {
 		held := make([]*manifestPlace, largeManifests/maxManifest)
 		for i := range held {
 			held[i] = &manifestPlace{room: room}
-			if !held[i].try(maxManifest) || !held[i].try(maxManifest) {
-				t.Fatalf("manifest %d has no room", i)
+			for range 2 { // a place that has its room asks for no more
+				if !held[i].try(maxManifest) {
+					t.Fatalf("manifest %d has no room", i)
+				}
 			}
 		}
 		next, small := &manifestPlace{room: room}, &manifestPlace{room: room}

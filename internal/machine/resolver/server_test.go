@@ -605,7 +605,14 @@ func TestCloseEndsQuestions(t *testing.T) {
 	}
 	s.Start(&networks{})
 	b := &bench{t: t, server: s}
-	go b.send("udp", b.packet("public.test", dnsmessage.TypeA), patience)
+	conn, err := net.Dial("udp", netip.AddrPortFrom(netip.MustParseAddr(containerA), s.Port()).String())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close()
+	if _, err := conn.Write(b.packet("public.test", dnsmessage.TypeA)); err != nil {
+		t.Fatal(err)
+	}
 	buffer := make([]byte, 512)
 	_ = mute.SetReadDeadline(time.Now().Add(patience))
 	if _, _, err := mute.ReadFrom(buffer); err != nil {
