@@ -314,7 +314,7 @@ func BenchmarkPackagesAreInstalledUpgradedAndPurged(t *testing.B) {
 
 	// The job ends when a file appears in its container: it runs for as long as the upgrade takes.
 	id := strings.TrimSpace(s.shell("control",
-		`berth run --detach --image debian:12 --cpus 1 --memory 256MiB -o name 2>/dev/null -- sh -c 'while [ ! -e /stop ]; do :; done'`))
+		`berth run --detach --image debian:12 --cpus 1 --memory 256MiB -o name 2>/dev/null -- sh -c 'while [ ! -e /tmp/stop ]; do :; done'`))
 	s.await("start of the job", "docker", "exec", s.container("machine"), "sh", "-c", `test -n "$(docker ps --quiet)"`)
 	container := s.shell("machine", `docker ps --quiet --no-trunc`)
 	s.shell("control", `apt-get install --yes /srv/handover/upgrade/{berthd,berth,berth-temporal}_*_amd64.deb`)
@@ -325,7 +325,7 @@ func BenchmarkPackagesAreInstalledUpgradedAndPurged(t *testing.B) {
 	if now := s.shell("machine", `docker ps --quiet --no-trunc`); now != container {
 		t.Errorf("the container of the job was %s before the upgrade and is %s", container, now)
 	}
-	s.shell("machine", `docker exec "$(docker ps --quiet)" sh -c ': > /stop'`)
+	s.shell("machine", `docker exec "$(docker ps --quiet)" sh -c ': > /tmp/stop'`)
 	if out := s.shell("control", "berth wait "+id+" && berth show "+id); !strings.Contains(out, "succeeded") {
 		t.Errorf("the job that ran during the upgrade:\n%s", out)
 	}
