@@ -45,7 +45,7 @@ var layers = [][]string{
 		"berth/internal/machine/cgroupstats", "berth/internal/machine/deadman", "berth/internal/machine/docker",
 		"berth/internal/machine/fetch", "berth/internal/machine/firewall", "berth/internal/machine/gpu",
 		"berth/internal/machine/identity", "berth/internal/machine/mounts", "berth/internal/machine/notice",
-		"berth/internal/machine/signature",
+		"berth/internal/machine/signature", "berth/internal/machine/volumes",
 	},
 	{"berth/internal/machine/resolver"},
 	{
