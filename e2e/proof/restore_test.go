@@ -108,6 +108,7 @@ func putBack(t *testing.T, emptied bool, backUp, restore func(*controlPlane)) {
 		if err := os.RemoveAll(filepath.Join(s.dir, "blobs")); err != nil {
 			t.Fatal(err)
 		}
+		c.berthd("store", "adopt") // berthd refuses to start with another store than the cluster's
 	}
 	c.start()
 

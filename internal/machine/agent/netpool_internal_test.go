@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"log/slog"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -190,6 +191,9 @@ func TestANetworkThatIsGoneIsNotTaken(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		e := &poolEngine{subnets: 100}
 		p := poolOver(e, 2)
+		var cluster atomic.Value // the goroutine of the pool reads it
+		cluster.Store(p.cluster())
+		p.cluster = func() string { return cluster.Load().(string) }
 		ctx, cancel := context.WithCancel(t.Context())
 		var all sync.WaitGroup
 		all.Go(func() { p.run(ctx) })
@@ -203,7 +207,7 @@ func TestANetworkThatIsGoneIsNotTaken(t *testing.T) {
 			t.Errorf("network %s without a bridge was taken", n.Name)
 		}
 		time.Sleep(time.Second)
-		p.cluster = func() string { return "c2" }
+		cluster.Store("c2")
 		if n, ok := p.take(); ok {
 			t.Errorf("network %s of another cluster was taken", n.Name)
 		}
