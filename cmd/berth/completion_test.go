@@ -30,7 +30,7 @@ var newNames = []string{"berth tenant create", "berth token create", "berth run 
 	"berth machine launch --machine"}
 
 // freeFlags are the flags with a text that names no existing thing of the server. The shell completes the paths.
-var freeFlags = []string{"address", "at", "checkpoint", "cron", "date", "description", "dir", "disk", "cpus", "email",
+var freeFlags = []string{"address", "at", "checked-version", "checkpoint", "cron", "date", "description", "dir", "disk", "cpus", "email",
 	"env", "file", "fingerprint", "for", "from", "from-file", "gpus", "grep", "idempotency-key", "image", "index", "key",
 	"label", "machines", "max-cpus", "max-memory", "memory", "note", "reason", "set", "since", "svg", "taints",
 	"time-limit", "time-zone", "to", "until", "url", "webhook", "workdir"}

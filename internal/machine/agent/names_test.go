@@ -159,7 +159,8 @@ func TestAListOfNames(t *testing.T) {
 	}
 	id := berth.JobID(c.Labels[berth.LabelJob])
 	const told = "asked for secret.tunnel.test, which network.allow does not list"
-	w.until("the history has the name", func() bool { return w.warned(id, told) == 1 })
+	const last = "asked for secret.listed.test, which network.allow does not list"
+	w.until("the history has the names", func() bool { return w.warned(id, told) == 1 && w.warned(id, last) == 1 })
 	_, _ = c.lookUp(t.Context(), "secret.tunnel.test")
 	w.restart()
 	w.check(c, []string{outsidePublic + ":80", outsidePrivate + ":80"}) // without another question
