@@ -28,7 +28,7 @@ func TestANetworkOfAJobIsChecked(t *testing.T) {
 	}
 }
 
-// A name in a list is told from a network, and covers names exactly.
+// A name in a list is not taken for a network, and covers names exactly.
 func TestANameInAListCoversNames(t *testing.T) {
 	t.Parallel()
 	for _, faulty := range []string{

@@ -139,7 +139,7 @@ func (s settings) openNames(owner string, upstreams []netip.Addr, log *slog.Logg
 	return names
 }
 
-// nameServers returns the name servers that containers are told to ask, and those that the machine's own resolver asks.
+// nameServers returns the name servers that containers ask, and the ones that the machine's own resolver asks.
 // They differ only on a host whose name servers containers cannot reach.
 func (s settings) nameServers() (containers, upstreams []netip.Addr) {
 	if len(s.walls.resolvers) > 0 {

@@ -28,7 +28,7 @@ type Egress struct {
 	Table *firewall.Table // holds the rules; nil: none
 	// Private are networks that are not public and that jobs may list.
 	Private []netip.Prefix
-	// Resolvers are the name servers that containers are told to ask; none: those of the engine, or Names.
+	// Resolvers are the name servers of containers; none: the ones of the engine, or Names.
 	Resolvers []netip.Addr
 	// Ahead is the number of networks that wait for jobs; 0: each job's network is created at the start of the job.
 	Ahead int
@@ -127,7 +127,7 @@ func (w *walls) restore(ctx context.Context) error {
 	return nil
 }
 
-// walled describes the networks with a policy, of all that the engine has. before are those that this process knows.
+// walled describes the networks with a policy, of all that the engine has. before has the ones that this process knows.
 func (w *walls) walled(
 	ctx context.Context, found []node.Network, before map[string]firewall.Network,
 ) (map[string]firewall.Network, error) {

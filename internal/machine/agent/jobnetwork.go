@@ -41,7 +41,7 @@ func (w *walls) pooledNetwork(name, cluster string) node.Network {
 	return n
 }
 
-// stand returns once the rules of a network that was created ahead are those of its job. It is cheap if they are.
+// stand returns once the rules of a network that was created ahead are the rules of its job. It is cheap if they are.
 // Another process may have created the container after this one read the policies of all networks. Networks of other
 // kinds have their policy in their own labels.
 func (w *walls) stand(ctx context.Context, name string, policy spec.Network) error {

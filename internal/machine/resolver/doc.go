@@ -6,7 +6,7 @@
 // for another network, and answers nothing but addresses of job networks.
 //
 //   - Questions for IPv4 addresses are forwarded. If no address of the answer can be reached, the name does not exist
-//     for the container (NXDOMAIN): an internal name cannot be told from a missing one.
+//     for the container (NXDOMAIN): an internal name looks like a missing one.
 //   - Questions for IPv6 addresses and service bindings have empty answers: containers have no IPv6, and service
 //     bindings contain addresses.
 //   - Policy list: a question for a name that the job does not list is never forwarded. The addresses of a listed name

@@ -69,7 +69,7 @@ func (s *Store) due(now time.Time) (list []volume) {
 	return list
 }
 
-// beyond measures a volume and says how it exceeds its size; "": it does not, or has no user any more.
+// beyond measures a volume and says how it exceeds its size; "": it does not, or has no user now.
 func (s *Store) beyond(ctx context.Context, v volume) string {
 	s.mu.Lock()
 	u := s.users[v]
